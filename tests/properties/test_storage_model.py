@@ -7,6 +7,7 @@ write long after their tasks are somebody else's, and die; people cancel, retry,
 from __future__ import annotations
 
 import asyncio
+import math
 import tempfile
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
@@ -364,14 +365,19 @@ class StorageMachine(RuleBasedStateMachine):
         assert {str(task.status) for task in expired} <= {"failed"}  # the rest when all of it has happened
 
     def prune(self, limit: int) -> None:
-        """The oldest first; which of several that are equally old is the store's choice."""
-        old = {row.id: self.model.ends_at(row) for row in self.model.rows if self.model.is_old(row)}
+        """The oldest of each queue and status first; which of them comes first is the store's choice."""
+        old = {row.id: row for row in self.model.rows if self.model.is_old(row)}
         count = self.run(self.store.prune(limit=limit))
         assert count == min(limit, len(old))
         left = {task.id for task in self.run(self.store.list(TaskFilter(), limit=10_000))}
         gone = {row.id for row in self.model.rows} - left
         assert gone <= set(old)
-        assert sorted(old.values())[:count] == sorted(old[task_id] for task_id in gone)
+        by_age: dict[tuple[str, str], list[tuple[float, bool]]] = {}
+        for row in old.values():
+            by_age.setdefault((row.given.queue, row.status), []).append((self.model.ends_at(row), row.id in left))
+        for ages in by_age.values():
+            oldest = max((at for at, is_left in ages if not is_left), default=-math.inf)
+            assert all(at >= oldest for at, is_left in ages if is_left)
         assert self.model.forget(lambda row: row.id in gone) == count
         self.model.prune_events()
 

@@ -475,9 +475,9 @@ class Storage(Protocol):
 
     async def prune(self, *, limit: int) -> int:
         """Delete final tasks after their time to live: `failure_ttl` if they failed, `result_ttl` if they succeeded or
-        were cancelled. Returns how many. Also delete rows of the history that are kept no longer (`KEPT`,
-        `FAILURES_KEPT`), events after their time to live unless an unfinished task awaits them, and what is kept of
-        queues without tasks, limits and pause: names of queues may be made from data.
+        were cancelled; of each queue and status the oldest first. Returns how many. Also delete rows of the history
+        that are kept no longer (`KEPT`, `FAILURES_KEPT`), events after their time to live unless an unfinished task
+        awaits them, and what is kept of queues without tasks, limits and pause: names of queues may be made from data.
         """
 
     # History.
