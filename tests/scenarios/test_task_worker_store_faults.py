@@ -256,6 +256,26 @@ def test_a_heartbeat_that_cannot_open_the_store_stops_the_worker(error: Exceptio
     asyncio.run(main())
 
 
+class Unclosable(MemoryStorage):
+    async def close(self) -> None:
+        raise OSError("it cannot be closed")
+
+
+def test_a_worker_stops_though_its_store_cannot_be_closed(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        desk = Desk(Unclosable())
+        worker = desk.worker(1)
+        running = asyncio.create_task(worker.run())
+        await until(lambda: str(worker.state) == "running")
+        await asyncio.wait_for(worker.stop(), 30)
+        with pytest.raises(OSError, match="it cannot be closed"):
+            await running
+        assert str(worker.state) == "stopped"
+
+    asyncio.run(main())
+    assert "the store cannot be closed (OSError: it cannot be closed)" in caplog.text
+
+
 UNUSABLE = [
     StorageCorrupt("it is damaged", storage="jobs.db"),
     NotABullpenFile("it is not a database", storage="jobs.db"),

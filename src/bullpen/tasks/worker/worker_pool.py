@@ -158,10 +158,7 @@ class AsyncWorkerPool:
                 storage = self._own
             record = await self._join(storage, lanes, schedules)
         except BaseException:
-            await self._close_storage()
-            await scope.close(options.lease)
-            self._enter(WorkerState.STOPPED)
-            self._stopped.set_result(None)
+            await self._end()
             raise
         capture_log()
         poison_isolation = PoisonIsolation(loop.time)
@@ -289,11 +286,8 @@ class AsyncWorkerPool:
                 lane.close()
         finally:
             unregister_worker(self.id)
-            await self._close_storage()
-            await self._scope.close(self._options.lease)
-            self._enter(WorkerState.STOPPED)
+            await self._end()
             log_message(logging.INFO, "%s: worker %s has stopped", self._options.name, self.id)
-            self._stopped.set_result(None)
 
     def _leave(self, tasks: list[str]) -> None:
         if tasks and self._failure is None:
@@ -311,9 +305,21 @@ class AsyncWorkerPool:
             await asyncio.wait((hurried, *serving), timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
             hurried.cancel()
 
-    async def _close_storage(self) -> None:
-        if self._own is not None:
-            await self._own.close()
+    async def _end(self) -> None:
+        """Close the store and the scope. The worker has stopped then, also if the store cannot be closed."""
+        try:
+            try:
+                if self._own is not None:
+                    await self._own.close()
+            finally:
+                await self._scope.close(self._options.lease)
+        except Exception as error:
+            kind = type(error).__name__
+            log_message(logging.ERROR, "%s: the store cannot be closed (%s: %s)", self._options.name, kind, error)
+            self._failure = self._failure or error
+        finally:
+            self._enter(WorkerState.STOPPED)
+            self._stopped.set_result(None)
 
     async def wait_stopped(self) -> None:
         """Wait until the worker has stopped."""
