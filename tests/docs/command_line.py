@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 
 from bullpen.cli.command import Command, CommandGroup
 from bullpen.cli.main import all_commands
@@ -42,12 +41,11 @@ def _name(action: argparse.Action) -> str:
 
 def drawn(page: str) -> str:
     for typed, table in tables().items():
-        page = re.sub(rf"(<!-- table: {typed} -->\n\n).*?(\n\n<!-- end -->)", _between(table), page, flags=re.DOTALL)
+        begin, end = f"<!-- table: {typed} -->\n", "<!-- end -->"
+        before, found, rest = page.partition(begin)
+        assert found, f"{PAGE.name} has no place for the table of {typed}: {begin}"
+        page = f"{before}{begin}\n{table}\n\n{rest[rest.index(end) :]}"
     return page
-
-
-def _between(table: str) -> str:
-    return r"\1" + table.replace("\\", r"\\") + r"\2"
 
 
 if __name__ == "__main__":

@@ -48,6 +48,7 @@ from bullpen import (
     errors,
 )
 from bullpen.cli.command import ExitCode
+from bullpen.cli.settings import SETTINGS
 from bullpen.integrations.prometheus import METRICS
 from bullpen.pools.async_options import AsyncPoolKeywords
 from bullpen.pools.dispatch.request import TimeLimits
@@ -219,8 +220,8 @@ def test_every_metric_is_described_as_it_is() -> None:
 def test_the_command_line_is_described_as_it_is() -> None:
     page = command_line.PAGE.read_text()
     assert command_line.drawn(page) == page, "run: python -m tests.docs.command_line"
-    for typed in command_line.tables():
-        assert f"<!-- table: {typed} -->" in page, typed
+    for name in SETTINGS:
+        assert f"| `{name}` | `BULLPEN_{name.upper()}`" in page, name
     for code in ExitCode:
         assert f"| {code} |" in page or f"{code} after" in page, code
 
