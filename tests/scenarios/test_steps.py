@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sqlite3
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -716,3 +718,26 @@ def test_astep_works_on_the_loop_of_a_worker_in_an_async_program(here: TaskQueue
             return await (await f.aenqueue()).aresult(timeout=30)
 
     assert asyncio.run(main()) == 3
+
+
+class Model:
+    def answer(self) -> int:
+        return 42
+
+
+def test_a_step_keeps_no_object_alive(here: TaskQueue) -> None:
+    """The codec of a step was kept with the method, and so with its object."""
+    models: weakref.WeakSet[Model] = weakref.WeakSet()
+
+    @here.task(name="ask")
+    def ask() -> int:
+        model = Model()
+        models.add(model)
+        task = current_task()
+        return task.step(model.answer) + task.using(key="again").step(lambda: model.answer())
+
+    job = ask.enqueue()
+    run_until_empty(here)
+    assert job.result(timeout=0) == 84
+    gc.collect()
+    assert not models

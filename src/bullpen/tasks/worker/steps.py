@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from contextvars import ContextVar
 from datetime import datetime, timedelta
+from types import FunctionType
 from typing import Any, Literal, Protocol
 
 from bullpen import primitives
@@ -363,8 +364,16 @@ def _name_of(function: Callable[..., Any], options: StepOptions) -> str:
     return name
 
 
-@functools.lru_cache(maxsize=1000)
 def _codec_of(function: Callable[..., Any], name: str, max_result: int) -> CallCodec:
+    """Of the result. It is kept for plain functions only: a method or a closure would keep its objects alive."""
+    plain = getattr(function, "__func__", function)
+    if isinstance(plain, FunctionType) and plain.__closure__ is None:
+        return _kept_codec(plain, name, max_result)
+    return CallCodec(function, name, max_result=max_result)
+
+
+@functools.lru_cache(maxsize=1000)
+def _kept_codec(function: FunctionType, name: str, max_result: int) -> CallCodec:
     return CallCodec(function, name, max_result=max_result)
 
 
